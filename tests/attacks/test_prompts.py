@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -246,6 +248,19 @@ async def test_a_child_encodes_as_the_tokenizer_does(tmp_path: Path) -> None:
         template = stage.tokenizer.vocabularies[MODEL].template
         expected = template.encode([{"role": "user", "content": text}], [TOOL])
         assert [request.prompt for request in stage.decode.requests] == [expected, expected]
+
+
+async def test_a_child_that_was_killed_while_idle_is_replaced(tmp_path: Path) -> None:
+    text = "Hello! " * 1000
+    async with attacked(tmp_path, limits="", context=1 << 20, process_chars=100) as stage:
+        encoders = stage.tokenizer._encoders
+        assert (await stage.chat(OTHER, text).done()).status == 200
+        (killed,) = encoders.pids
+        os.kill(killed, signal.SIGKILL)
+        await asyncio.gather(*[process.wait() for process in encoders._idle])
+        assert (await stage.chat(OTHER, text).done()).status == 200
+        assert len(encoders.pids) == 1
+        assert killed not in encoders.pids
 
 
 async def test_a_prompt_that_takes_too_long_is_ended(tmp_path: Path) -> None:

@@ -28,13 +28,12 @@ AfterStep = Callable[[Callable[[], None]], None]
 class _Resident:
     """Track the adapter of one slot.
 
-    holders: number of requests that use it or wait for its loading. is_gone: it was removed.
+    holders: number of requests that use it or wait for its loading.
     """
 
     slot: int
     loading: asyncio.Future[ResidentAdapter]
     holders: int = 0
-    is_gone: bool = False
 
 
 class AdapterCache:
@@ -71,7 +70,6 @@ class AdapterCache:
         resident = self._by_name.pop(name, None)
         if resident is None:
             return
-        resident.is_gone = True
         self._leaving.add(resident)
         with suppress(Exception):  # those that wait for it get the error
             await asyncio.shield(resident.loading)
@@ -160,9 +158,16 @@ class AdapterCache:
             self._stalled_since = None
 
     def _take_slot(self) -> int | None:
+        """Return a free slot, or that of the adapter unused for longest; None if all are in use.
+
+        A slot whose adapter is being loaded is in use, even if the requests for it have gone.
+        """
         if self._free:
             return self._free.pop()
-        unused = next((name for name, one in self._by_name.items() if not one.holders), None)
+        residents = self._by_name.items()
+        unused = next(
+            (name for name, one in residents if not one.holders and one.loading.done()), None
+        )
         if unused is None:
             return None
         self._evictions += 1
@@ -184,14 +189,13 @@ class AdapterCache:
 
         A failure is not cached: the next request for the adapter tries again.
         """
-        if resident.loading.cancelled() or resident.loading.exception() is not None:
-            if not resident.is_gone:  # else `forget` frees the slot
-                del self._by_name[name]
-                self._free.append(resident.slot)
-            self._freed.set()
-            return
-        self._loads += 1
-        self._seconds += seconds
+        if not resident.loading.cancelled() and resident.loading.exception() is None:
+            self._loads += 1
+            self._seconds += seconds
+        elif self._by_name.get(name) is resident:  # else its slot was taken, or `forget` frees it
+            del self._by_name[name]
+            self._free.append(resident.slot)
+        self._freed.set()  # also where all requests for it have gone: its slot may be taken now
 
     def _end_use(self, resident: _Resident) -> None:
         self._ending -= 1

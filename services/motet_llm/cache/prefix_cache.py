@@ -18,6 +18,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice, takewhile
 from typing import cast
 
 from torch import Tensor
@@ -34,6 +35,8 @@ from .prefix_tree import Entry, Node, PrefixTree
 from .state_cache import StateCache
 
 MAX_SIBLINGS = 16  # children that are compared token by token for a match inside a block
+SNAPSHOT_DISTANCE = 512  # tokens of a prompt, at least, from one snapshot of its state to the next
+MAX_SNAPSHOTS = 8  # of one prompt, before its end
 
 
 @dataclass(slots=True)
@@ -93,6 +96,7 @@ class PrefixCache:
         self._pool = pool
         self._kv = kv
         self._groups = kv.groups
+        self._full = [g for g, group in enumerate(kv.groups) if group.full_attention]
         self._offload = offload
         self._states = states
         self._positions: dict[Request, _RequestPosition] = {}
@@ -115,19 +119,23 @@ class PrefixCache:
     def match(self, tokens: Sequence[int], root: int = prefixes.ROOT) -> Match:
         """Return the longest cached prefix below `root` that leaves a token or more to compute."""
         size = self._pool.block_size
-        path: list[Node] = []
-        node = top = self._tree.root(root)
-        for start in range(0, len(tokens) - size + 1, size):
-            child = node.children.get(tuple(tokens[start : start + size]))
-            if child is None:
-                break
-            path.append(child)
-            node = child
+        path = list(self._path(tokens, root))
         whole = self._usable(path[: (len(tokens) - 1) // size])
-        match = Match(top, path[:whole])
+        match = Match(self._tree.root(root), path[:whole])
         if self._states is None:
             self._extend(match, tokens[whole * size : len(tokens) - 1])
         return match
+
+    def _path(self, tokens: Sequence[int], root: int) -> Iterator[Node]:
+        """Yield the nodes of the whole blocks that `tokens` begin with."""
+        size = self._pool.block_size
+        node = self._tree.root(root)
+        for start in range(0, len(tokens) - size + 1, size):
+            child = node.children.get(tuple(tokens[start : start + size]))
+            if child is None:
+                return
+            yield child
+            node = child
 
     def _usable(self, path: list[Node]) -> int:
         """Return the most nodes after which every group has all that the next token sees."""
@@ -152,7 +160,7 @@ class PrefixCache:
     def _extend(self, match: Match, rest: Sequence[int]) -> None:
         """Find the child whose block shares the most first tokens with `rest`."""
         node = match.end
-        for tokens, child in list(node.children.items())[:MAX_SIBLINGS]:
+        for tokens, child in islice(node.children.items(), MAX_SIBLINGS):
             if None in child.blocks:
                 continue
             pairs = enumerate(zip(tokens, rest, strict=False))
@@ -160,12 +168,20 @@ class PrefixCache:
             if same > match.num_partial:
                 match.partial, match.num_partial = child, same
 
-    def held(self, match: Match) -> frozenset[int]:
-        """Return the match's blocks that are in tables: sharing them takes no free one."""
-        blocks = (node.blocks[g] for node, g in self._needed(match))
-        return frozenset(
-            block for block in blocks if block is not None and not self._pool.is_idle(block)
-        )
+    def held(self, tokens: Sequence[int], root: int = prefixes.ROOT) -> frozenset[int]:
+        """Return blocks in tables that a match shares: sharing them takes no free one.
+
+        These are blocks of full attention, up to the first node that has none in tables: a table
+        that holds a block holds those before it. What follows may be long, and is not looked at.
+        """
+        path = list(takewhile(self._in_tables, self._path(tokens, root)))
+        whole = self._usable(path[: (len(tokens) - 1) // self._pool.block_size])
+        return frozenset(chain.from_iterable(map(self._in_tables, path[:whole])))
+
+    def _in_tables(self, node: Node) -> list[int]:
+        """Return the blocks of a node that are in tables, of groups with full attention."""
+        blocks = (node.blocks[g] for g in self._full)
+        return [block for block in blocks if block is not None and not self._pool.is_idle(block)]
 
     def _needed(self, match: Match) -> Iterator[Entry]:
         covered = len(match.nodes) * self._pool.block_size
@@ -248,11 +264,11 @@ class PrefixCache:
         return match.num_partial
 
     # ----------------------------------------------------------------------------------------------------- publishing
-    def publish(self, request: Request, keep_state: bool = False) -> None:
+    def publish(self, request: Request, num_new: int = 0) -> None:
         """Make the blocks findable that the request has filled since the last call.
 
-        keep_state: also snapshot the recurrent state, if it is that after a whole block. It is
-            large, so not after every step.
+        num_new: tokens that the last step computed for it; the recurrent state after them is kept
+            if a match is likely to end there.
         """
         if request.blocks.num_dropped:
             return  # later blocks depend on a compressed prompt
@@ -277,8 +293,21 @@ class PrefixCache:
             node = child
         if position is None or num_whole > position.num_published:
             self._move(request, node, num_whole)
-        if keep_state and self._states is not None and request.num_computed == num_whole * size > 0:
+        if self._states is not None and self._keeps_state(request, num_new):
             self._snapshot(self._states, request, node)
+
+    def _keeps_state(self, request: Request, num_new: int) -> bool:
+        """Return True if the recurrent state after a step of `num_new` tokens is to be kept.
+
+        It is large, and each snapshot drops one of another prompt: a prompt keeps that after its
+        last whole block, where the next turn of a conversation continues, and few before it.
+        """
+        size = self._pool.block_size
+        before, end = (request.num_computed - num_new) // size, request.num_computed // size
+        distance = max(SNAPSHOT_DISTANCE // size, len(request.tokens) // size // MAX_SNAPSHOTS, 1)
+        is_last = request.num_uncomputed <= size
+        is_whole = request.num_computed == end * size > 0
+        return num_new > 1 and is_whole and (is_last or end // distance > before // distance)
 
     def _snapshot(self, states: StateCache, request: Request, node: Node) -> None:
         """Keep a copy of a request's recurrent state, and drop the oldest one if need be."""

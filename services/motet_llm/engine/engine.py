@@ -6,10 +6,12 @@ as `Feature`, whose module describes the interface.
 
 from __future__ import annotations
 
+import logging
 import math
 import resource
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar, Unpack
 
@@ -37,6 +39,8 @@ from .request import Key, Request, RequestOptions
 from .step_isolation import StepIsolation
 from .thread_owner import ThreadOwner
 from .token_update import TokenUpdate
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -112,6 +116,7 @@ class Engine:
             self.runner, parts.tables, self.scheduler, self.prefix_cache
         )
         self._accounts = StepAccounts(self.pace)
+        self._drafting_failed = False
         self._requests: dict[Key, Request] = {}
         self._pending: list[StepOutput] = []
         self._weight_bytes = self.runner.weight_bytes
@@ -245,13 +250,36 @@ class Engine:
         """Return the works of a step, with drafts for those that decode if speculation is on."""
         if self.speculation is None or not (wanted := self.speculation.wanted(works)):
             return works
+        draft = partial(self.speculation.draft, wanted)
         if not (self._model_thread.overlaps and self.speculation.drafts.needs_model):
-            return self.scheduler.add_drafts(works, self.speculation.draft(wanted))
-        drafting = self._model_thread.start(self.speculation.draft, wanted)
+            return self.scheduler.add_drafts(works, self._drafts(self.speculation, wanted, draft))
+        drafting = self._model_thread.start(draft)
         self._emit_ready(emit)
-        drafts = drafting.result()
+        drafts = self._drafts(self.speculation, wanted, drafting.result)
         self._forward.exclude(self.speculation.seconds)
         return self.scheduler.add_drafts(works, drafts)
+
+    def _drafts(
+        self,
+        speculation: Speculation,
+        wanted: Sequence[tuple[Request, int]],
+        draft: Callable[[], dict[Request, list[int]]],
+    ) -> dict[Request, list[int]]:
+        """Return what `draft` returns; nothing if it fails, as a step needs no drafts."""
+        began = time.perf_counter()
+        try:
+            return draft()
+        except Exception as error:  # whatever the code of a drafter raises
+            if not self._isolation.is_survivable(error):
+                raise
+            if not self._drafting_failed:  # it may fail in every step
+                log.warning("drafting fails; steps are computed without drafts", exc_info=error)
+            self._drafting_failed = True
+            self._isolation.free_memory(error)
+        speculation.seconds = time.perf_counter() - began  # a failure uses up the overhead budget
+        for request, _ in wanted:
+            speculation.drafts.forget(request)
+        return {}
 
     def _update(self, batch: Batch, computed: StepResult) -> None:
         """Append a step's tokens and end finished requests: all that the next schedule needs."""

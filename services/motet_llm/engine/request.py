@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypedDict
 
+import numpy as np
+
 from motet_llm.cache.request_blocks import RequestBlocks
 from motet_llm.models.image_embeddings import ImageEmbedding, ImageEmbeddings
 from motet_shared.messages import Sampling
@@ -88,6 +90,33 @@ class Constraints:
     scores_prompt: bool = False
 
 
+class SeenTokens:
+    """Keep the distinct tokens of a list to which tokens are only appended, each read once."""
+
+    __slots__ = ("_count", "_distinct")
+
+    def __init__(self) -> None:
+        self._count = 0  # of the tokens that were read
+        self._distinct = np.empty(0, np.int64)
+
+    def of(self, tokens: Sequence[int]) -> np.ndarray:
+        """Return the distinct tokens, ascending, of the list that earlier calls were given."""
+        if (count := len(tokens)) > self._count:
+            self._distinct = with_tokens(self._distinct, tokens[self._count : count])
+            self._count = count
+        return self._distinct
+
+
+def with_tokens(distinct: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+    """Return distinct ascending tokens and those of `tokens`, as such."""
+    others = np.unique(np.array(tokens, np.int64))
+    places = np.searchsorted(distinct, others)
+    is_new = np.append(distinct, -1)[places] != others
+    if not is_new.any():
+        return distinct
+    return np.insert(distinct, places[is_new], others[is_new])
+
+
 @dataclass(slots=True)
 class Times:
     """Record the times of a request: moments on the clock of `time.monotonic()`, and seconds.
@@ -130,6 +159,7 @@ class Request:
     num_cached: tokens of the prompt that the prefix cache provided at the first admission; None
         before it.
     emitted: `StepOutput`s with tokens so far, of which `credit` are allowed.
+    seen: what `distinct` has read of the tokens.
     rope_key: which rotary frequencies its keys have, where they depend on lengths
         (`attention.sequence_rope`); 0: the original ones.
     """
@@ -154,6 +184,7 @@ class Request:
         "priority",
         "rope_key",
         "sampling",
+        "seen",
         "status",
         "stop_ids",
         "tenant",
@@ -203,6 +234,7 @@ class Request:
         self.emitted = 0
         self.preemptions = 0
         self.rope_key = 0
+        self.seen = SeenTokens()
 
     def append(self, token: int) -> None:
         """Append a drawn token."""
@@ -229,6 +261,11 @@ class Request:
         """
         root = ROOT if self.adapter is None else self.adapter.root
         return root if not self.rope_key else chained(root, [self.rope_key])
+
+    @property
+    def distinct(self) -> np.ndarray:
+        """Return the distinct tokens, ascending."""
+        return self.seen.of(self.tokens)
 
     @property
     def output(self) -> list[int]:

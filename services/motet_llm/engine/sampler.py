@@ -122,7 +122,7 @@ def _row_edits(request: Row) -> tuple[np.ndarray, ...]:
     s = request.sampling
     biased = np.fromiter(s.logit_bias, np.int64, len(s.logit_bias))
     banned = np.array([*request.stop_ids] if request.num_output < s.min_tokens else [], np.int64)
-    seen = np.unique(np.array(request.tokens if s.repetition_penalty != 1.0 else [], np.int64))
+    seen = request.distinct if s.repetition_penalty != 1.0 else np.empty(0, np.int64)
     output_tokens = np.array(
         request.output if s.presence_penalty or s.frequency_penalty else [], np.int64
     )

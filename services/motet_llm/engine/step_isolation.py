@@ -10,12 +10,14 @@ twice. Such a step is not retried: the process ends, and its requests move to an
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 
 import torch
 
 from motet_kernels.runtime.missing_memory import is_out_of_memory
 from motet_llm.cache.block_tables import BlockTables
+from motet_llm.scheduling.budget import SMALLEST_CHUNK
 from motet_llm.scheduling.work import Work
 from motet_shared.errors import InternalError, MotetError, Overloaded, model_error
 
@@ -68,7 +70,7 @@ class StepIsolation:
         if computed_steps != self._computed_steps or results:
             self._fruitless = 0
         self._computed_steps = computed_steps + len(results)
-        self._fruitless += not results
+        self._fruitless += not results and not _is_too_large(batch, error)
         if self._fruitless >= FRUITLESS_STEPS:
             raise error
         return results, failed
@@ -79,8 +81,7 @@ class StepIsolation:
         """Return the halves of a step; a single work goes to `failed` instead."""
         if not self._is_repeatable(batch, error):
             raise error
-        if is_out_of_memory(error) and self._runner.on_gpu:
-            torch.cuda.empty_cache()
+        self.free_memory(error)
         works, half = batch.works, len(batch.works) // 2
         if half:
             return [works[half:], works[:half]]
@@ -91,17 +92,57 @@ class StepIsolation:
         return []
 
     def _is_repeatable(self, batch: Batch, error: Exception) -> bool:
-        """Return True if the failed step has left nothing behind that computing it again changes.
+        """Return True if the failed step has left nothing behind that computing it again changes."""
+        return self._runner.states is None and not batch.watched and self.is_survivable(error)
+
+    def is_survivable(self, error: Exception) -> bool:
+        """Return True if the engine can compute on after an error of model code.
 
         An error of a GPU other than missing memory leaves the process without its use.
         """
-        if self._runner.states is not None or batch.watched or isinstance(error, InternalError):
+        if isinstance(error, InternalError):
             return False
         return is_out_of_memory(error) or not self._runner.on_gpu
+
+    def free_memory(self, error: Exception) -> None:
+        """Free what a computation that was short of memory still holds, before the next one.
+
+        The frames that its error passed have the tensors of the whole forward pass as locals.
+        """
+        if not is_out_of_memory(error):
+            return
+        for one in _with_causes(error):
+            traceback.clear_frames(one.__traceback__)
+        if self._runner.on_gpu:
+            torch.cuda.empty_cache()
 
     def stats(self) -> dict[str, float]:
         """Return the steps that failed, and the requests that failed them."""
         return {"failed_steps": self._steps, "isolated_requests": self._requests}
+
+
+def _with_causes(error: BaseException) -> list[BaseException]:
+    """Return an error, and those that it was raised from or while they were handled."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and one not in found:
+            found.append(one)
+            left += [one.__cause__, one.__context__]
+    return found
+
+
+def _is_too_large(batch: Batch, error: Exception) -> bool:
+    """Return True if memory is short for one large work alone.
+
+    That speaks against the request. The smallest chunk of a prompt fits unless the engine is broken.
+    """
+    return (
+        is_out_of_memory(error)
+        and len(batch.works) == 1
+        and batch.works[0].num_tokens > SMALLEST_CHUNK
+    )
 
 
 def _failure(work: Work, error: Exception) -> MotetError:

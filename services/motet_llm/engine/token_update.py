@@ -69,7 +69,7 @@ class TokenUpdate:
         accepted = accept_tokens(work, drawn, num_finite)
         request.num_computed += work.num_tokens - len(work.draft) + accepted.num_drafted
         if self._prefix_cache is not None and request.blocks.spilled is None:
-            self._prefix_cache.publish(request, keep_state=work.num_tokens > 1)
+            self._prefix_cache.publish(request, work.num_tokens)
         self._tables.trim(request)
         if work.draft:
             if num_finite < work.num_tokens:
@@ -104,8 +104,9 @@ def _end_of_grammar(request: Request, state: GrammarState) -> StepOutput:
 
 
 def _is_scored_whole(work: Work) -> bool:
-    """Return True if a request without output ends, as all of its prompt is computed."""
-    return work.request.sampling.max_tokens == 0 and not work.request.num_uncomputed
+    """Return True if a request without room for output ends, as all of its prompt is computed."""
+    request = work.request
+    return request.is_full and not request.num_uncomputed and not request.constraints.prefill_only
 
 
 def _output(

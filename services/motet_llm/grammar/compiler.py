@@ -6,18 +6,26 @@ No step waits for a grammar: a request enters the engine when its grammar is com
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from motet_shared import messages
-from motet_shared.errors import BadRequest, DeadlineExceeded, MotetError, UnsupportedParameter
+from motet_shared.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    MotetError,
+    Overloaded,
+    UnsupportedParameter,
+)
 from motet_shared.process.fair_slots import FairSlots
 
 from .grammar import Grammar, GrammarState
 from .lark import describe
+from .levels import STACK_BYTES
 from .token_spelling import Spelling
 
 THREADS = 3  # one tenant gets all but one, so that its slow grammars hold up no other tenant
@@ -36,6 +44,19 @@ class GrammarCounts:
     waiting: int = 0  # requests at present
 
 
+@dataclass(slots=True, eq=False)
+class _Compilation:
+    """Hold a grammar that is compiled, is being compiled or waits for its turn.
+
+    awaited_by: requests that await it. began_at: on the clock of `time.monotonic()`; None before
+    its turn.
+    """
+
+    grammar: asyncio.Future[Grammar] = field(init=False)
+    awaited_by: int = 0
+    began_at: float | None = None
+
+
 class GrammarCache:
     """Compile and cache grammars.
 
@@ -48,10 +69,10 @@ class GrammarCache:
         self._load = load
         self._timeout = timeout
         self._capacity = capacity
-        self._threads = ThreadPoolExecutor(THREADS, "motet-grammar")
+        self._pool: ThreadPoolExecutor | None = None
         self._slots = FairSlots(THREADS)
         self._spelling: Future[Spelling] | None = None
-        self._cached: OrderedDict[GrammarKey, asyncio.Future[Grammar]] = OrderedDict()
+        self._cached: OrderedDict[GrammarKey, _Compilation] = OrderedDict()
         self._counts = GrammarCounts()
 
     def prepare(self) -> Future[Spelling]:
@@ -64,10 +85,17 @@ class GrammarCache:
             self._spelling = self._threads.submit(self._load)
         return self._spelling
 
+    @property
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = _start_threads()
+        return self._pool
+
     def close(self) -> None:
-        for future in list(self._cached.values()):
-            future.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for compilation in list(self._cached.values()):
+            compilation.grammar.cancel()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def grammar_state(
         self,
@@ -80,68 +108,107 @@ class GrammarCache:
 
         A tenant compiles at most THREADS - 1 grammars at a time; more wait behind its own.
         `deadline` is on the clock of `time.monotonic()`. Raises BadRequest that names `wish.param`,
-        or DeadlineExceeded.
+        DeadlineExceeded, or Overloaded if the grammar had no time to compile.
         """
         timeout = (
             self._timeout if deadline is None else min(self._timeout, deadline - time.monotonic())
         )
+        compilation = self._compiled(constraint, tenant)
         self._counts.waiting += 1
+        compilation.awaited_by += 1
         try:
             async with asyncio.timeout(max(timeout, 0)):
-                grammar = await asyncio.shield(self._compiled(constraint, tenant))
+                grammar = await asyncio.shield(compilation.grammar)
                 return await asyncio.wrap_future(self._threads.submit(grammar.start, output))
         except TimeoutError:
-            raise self._timeout_error(constraint, timeout) from None
+            raise self._timeout_error(constraint, compilation, timeout) from None
         except MotetError as error:
             raise _with_param(error, constraint) from None
         finally:
             self._counts.waiting -= 1
+            compilation.awaited_by -= 1
+            if not compilation.awaited_by and compilation.began_at is None:
+                self._drop(_key(constraint), compilation)
 
-    def _timeout_error(self, constraint: messages.Grammar, timeout: float) -> MotetError:
+    def _timeout_error(
+        self, constraint: messages.Grammar, compilation: _Compilation, timeout: float
+    ) -> MotetError:
+        """Return the error of a request whose time is over.
+
+        The grammar is to blame only if it has been compiling for most of that time.
+        """
         if timeout < self._timeout:
             return DeadlineExceeded("the deadline passed before the grammar was compiled")
+        began = compilation.began_at
+        if (
+            began is None
+            or compilation.grammar.done()
+            or time.monotonic() - began < self._timeout / 2
+        ):
+            message = (
+                f"{describe(constraint)}: had no turn within {self._timeout:g} s; try again later"
+            )
+            return Overloaded(message, param=constraint.param or None)
         message = (
             f"{describe(constraint)}: does not compile within {self._timeout:g} s; simplify it"
         )
         return BadRequest(message, param=constraint.param or None)
 
-    def _compiled(self, constraint: messages.Grammar, tenant: str) -> asyncio.Future[Grammar]:
-        name = constraint.kind, constraint.text, constraint.frame, constraint.param
-        future = self._cached.get(name)
-        if future is not None:
-            self._cached.move_to_end(name)
+    def _compiled(self, constraint: messages.Grammar, tenant: str) -> _Compilation:
+        key = _key(constraint)
+        compilation = self._cached.get(key)
+        if compilation is not None:
+            self._cached.move_to_end(key)
             self._counts.hits += 1
-            return future
-        future = asyncio.ensure_future(self._compile_in_turn(constraint, tenant))
-        self._cached[name] = future
-        future.add_done_callback(lambda done: self._note(name, done))
-        return future
+            return compilation
+        compilation = _Compilation()
+        compilation.grammar = asyncio.ensure_future(
+            self._compile_in_turn(constraint, tenant, compilation)
+        )
+        self._cached[key] = compilation
+        compilation.grammar.add_done_callback(lambda _: self._note(key, compilation))
+        return compilation
 
-    async def _compile_in_turn(self, constraint: messages.Grammar, tenant: str) -> Grammar:
+    async def _compile_in_turn(
+        self, constraint: messages.Grammar, tenant: str, compilation: _Compilation
+    ) -> Grammar:
         async with self._slots.slot(tenant):
-            job = self._threads.submit(self._compile, constraint, self.prepare())
+            spelling = await asyncio.shield(asyncio.wrap_future(self.prepare()))
+            compilation.began_at = time.monotonic()
+            job = self._threads.submit(self._compile, constraint, spelling)
             return await asyncio.wrap_future(job)
 
-    def _compile(self, constraint: messages.Grammar, loading: Future[Spelling]) -> Grammar:
-        spelling = loading.result(self._timeout)
+    def _compile(self, constraint: messages.Grammar, spelling: Spelling) -> Grammar:
         began = time.perf_counter()
         try:
             return Grammar(constraint, spelling)
         finally:
             self._counts.seconds += time.perf_counter() - began
 
-    def _note(self, name: GrammarKey, done: asyncio.Future[Grammar]) -> None:
+    def _note(self, key: GrammarKey, compilation: _Compilation) -> None:
         """Count a compilation, and evict what exceeds the capacity.
 
         Refusals are not cached: the text may be long, and compiling it again gives the same answer.
         """
-        if done.cancelled() or done.exception() is not None:
+        if compilation.grammar.cancelled():
+            self._forget(key, compilation)
+            return
+        if compilation.grammar.exception() is not None:
             self._counts.refused += 1
-            self._cached.pop(name, None)
+            self._forget(key, compilation)
             return
         self._counts.compiled += 1
         while len(self._cached) > self._capacity:
             self._cached.popitem(last=False)
+
+    def _drop(self, key: GrammarKey, compilation: _Compilation) -> None:
+        """Give up the turn of a grammar that no request awaits any longer."""
+        compilation.grammar.cancel()
+        self._forget(key, compilation)
+
+    def _forget(self, key: GrammarKey, compilation: _Compilation) -> None:
+        if self._cached.get(key) is compilation:  # else evicted, and perhaps begun anew
+            del self._cached[key]
 
     def stats(self) -> dict[str, float]:
         """Return counts of compiled, refused, cached and awaited grammars, and compile seconds."""
@@ -152,6 +219,31 @@ class GrammarCache:
             "grammar_hits": self._counts.hits,
             "grammars_waiting": self._counts.waiting,
         }
+
+
+def _start_threads() -> ThreadPoolExecutor:
+    """Return a pool whose threads are running, each with a stack of STACK_BYTES.
+
+    One more than compile: grammars that are compiled already begin replies on it.
+    """
+    count = THREADS + 1
+    pool = ThreadPoolExecutor(count, "motet-grammar")
+    all_running = threading.Barrier(count + 1)
+    before = threading.stack_size(STACK_BYTES)  # of the process: the pool's threads start now
+    try:
+        for _ in range(count):
+            pool.submit(all_running.wait)
+    except BaseException:
+        all_running.abort()
+        raise
+    finally:
+        threading.stack_size(before)
+    all_running.wait()
+    return pool
+
+
+def _key(constraint: messages.Grammar) -> GrammarKey:
+    return constraint.kind, constraint.text, constraint.frame, constraint.param
 
 
 def _with_param(error: MotetError, constraint: messages.Grammar) -> MotetError:

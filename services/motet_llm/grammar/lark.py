@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from motet_shared import messages
 from motet_shared.errors import BadRequest
 from motet_shared.text.grammars import LONGEST, json_rule
 
+from .gbnf import gbnf_to_lark
+from .levels import MOST_LEVELS, count_levels
 from .termination import lark_ends
 
 _MAX_SHOWN = 60
@@ -23,7 +24,7 @@ def lark(constraint: messages.Grammar) -> str:
     """Return the grammar of a constraint.
 
     Raises BadRequest for an invalid schema, expression, list or grammar, and for one that is too
-    long or cannot end.
+    long, has too many levels or cannot end.
     """
     if len(constraint.text) > LONGEST:
         raise BadRequest(
@@ -34,8 +35,9 @@ def lark(constraint: messages.Grammar) -> str:
         text = {"json_schema": _schema, "regex": _regex, "choice": _choice, "grammar": _grammar}[
             constraint.kind
         ](constraint.text)
+        _check_levels(text)
         endless = not lark_ends(text)
-    except (ValueError, GbnfToLarkError) as error:
+    except ValueError as error:
         raise BadRequest(
             f"{describe(constraint)}: {error}; correct it", param=constraint.param or None
         ) from None
@@ -49,6 +51,12 @@ def lark(constraint: messages.Grammar) -> str:
         raise BadRequest(message, param=constraint.param or None)
     answer = f"{text}\n{_OPTIONS}\n"
     return _framed(constraint.frame, answer) if constraint.frame else answer
+
+
+def _check_levels(text: str) -> None:
+    """Raise ValueError for a grammar that the compiler might recurse into too deeply."""
+    if (levels := count_levels(text)) > MOST_LEVELS:
+        raise ValueError(f"may be {levels} levels deep; at most {MOST_LEVELS} are allowed")
 
 
 def _framed(frame: str, answer: str) -> str:

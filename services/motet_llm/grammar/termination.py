@@ -35,17 +35,17 @@ def _fixpoint(
 
 
 # ------------------------------------------------------------------------------------------------------- JSON schemas
-def schema_ends(schema: Any) -> bool:
+def schema_ends(schema: Any, left: Iterator[int] | None = None) -> bool:
     """Return True if some finite JSON value satisfies the schema, as far as its references tell.
 
-    A schema that takes more than _MOST_EVALUATIONS is taken to end: its evaluation would hold the
-    process, which other requests share.
+    A schema that takes more evaluations than `left` has items is taken to end: they would hold the
+    process, which other requests share. None: _MOST_EVALUATIONS.
     """
     references = {"#": schema}
-    left = iter(range(_MOST_EVALUATIONS))
+    remaining = iter(range(_MOST_EVALUATIONS)) if left is None else left
 
     def ends(pointer: str, known: set[str]) -> bool:
-        return _Schema(references, schema, known, left).ends(references[pointer])
+        return _Schema(references, schema, known, remaining).ends(references[pointer])
 
     size = -1
     try:
@@ -141,12 +141,14 @@ def _resolve(root: Any, pointer: str) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------------- Lark
+# A grammar may be long: no alternative may try many ways to read the same characters.
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*|\#[^\n]*|->\s*\w+|\.\.|%(?:ignore|import|declare|override)\b[^\n]*)
       | (?P<literal>"(?:\\.|[^"\\])*"i?|/(?:\\.|[^/\\\n])+/[a-z]*|<[^<>\s]+>|@[\w-]+)
-      | (?P<embedded>%json|%regex|%llguidance)
-      | (?P<count>\{\s*(?P<least>\d*)\s*,?\s*\d*\s*\}|~\s*(?P<from>\d+)(?:\s*\.\.\s*\d+)?)
-      | (?P<name>[?!]?[A-Za-z_][\w-]*)(?P<head>(?:\[[^\]]*\])?(?:\.-?\d+)?\s*:(?!:))?
+      | (?P<embedded>%json|%regex|%llguidance)\s*+
+      | (?P<count>\{\s*+(?P<least>\d*+)\s*+(?:,\s*+\d*+\s*+)?\}
+          |~\s*+(?P<from>\d++)(?:\s*+\.\.\s*+\d++)?)
+      | (?P<name>[?!]?[A-Za-z_][\w-]*)(?P<head>(?:\[[^\[\]]*+\])?(?:\.-?\d++)?\s*+:(?!:))?
       | (?P<mark>[|&~()\[\]?*+])""",
     re.VERBOSE,
 )
@@ -243,7 +245,7 @@ def _tokens(text: str) -> Iterable[tuple[str, Any]]:
     They are ("head", rule) where a rule begins, ("name", rule), ("ends", bool), ("count", least)
     and ("mark", character). Raises _UnsupportedSyntax for other syntax.
     """
-    decoder, at = json.JSONDecoder(), 0
+    decoder, at, left = json.JSONDecoder(), 0, iter(range(_MOST_EVALUATIONS))
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
@@ -252,11 +254,11 @@ def _tokens(text: str) -> Iterable[tuple[str, Any]]:
         kind = str(match.lastgroup)
         if match["embedded"]:
             try:
-                value, at = decoder.raw_decode(text, at + len(text[at:]) - len(text[at:].lstrip()))
+                value, at = decoder.raw_decode(text, at)
             except ValueError:
                 raise _UnsupportedSyntax from None
             if match["embedded"] != "%llguidance":
-                yield "ends", match["embedded"] == "%regex" or schema_ends(value)
+                yield "ends", match["embedded"] == "%regex" or schema_ends(value, left)
         elif match["name"]:
             is_rule = not match["name"].lstrip("?!_")[:1].isupper()
             yield (

@@ -66,8 +66,7 @@ class Preemption:
             return needed, frozenset()
         if self._tables.is_long(length):
             return needed, frozenset()
-        match = self._prefix_cache.match(request.matchable, request.root)
-        shared = self._prefix_cache.held(match)
+        shared = self._prefix_cache.held(request.matchable, request.root)
         return needed - len(shared), shared
 
     def _fits(self, needed: int, shared: frozenset[int], victims: list[Request]) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from motet_llm.engine.request import Request
+import numpy as np
+
+from motet_llm.engine.request import Request, with_tokens
 
 
 class DraftRequest(Request):
@@ -44,6 +46,11 @@ class DraftRequest(Request):
     def num_confirmed(self) -> int:
         """Return the number of confirmed tokens, without copying them."""
         return len(self.target.tokens)
+
+    @property
+    def distinct(self) -> np.ndarray:
+        """Return the distinct tokens, ascending; the draft's are dropped with it."""
+        return with_tokens(self.target.distinct, self.draft)
 
     def synchronize(self, wanted: int) -> None:
         """Synchronize with the target and drop the draft.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from motet_llm.engine.request import Request
+import numpy as np
+
+from motet_llm.engine.request import Request, with_tokens
 from motet_shared.messages import Sampling
 
 if TYPE_CHECKING:
@@ -39,6 +41,11 @@ class SpeculativeRow:
     @property
     def tokens(self) -> list[int]:
         return [*self.request.tokens, *self.ahead]
+
+    @property
+    def distinct(self) -> np.ndarray:
+        """Return the distinct tokens, ascending."""
+        return with_tokens(self.request.distinct, self.ahead)
 
     @property
     def output(self) -> list[int]:

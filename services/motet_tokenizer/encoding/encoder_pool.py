@@ -57,7 +57,7 @@ class EncoderPool:
         InternalError if the process died.
         """
         async with self._slots.slot(tenant):
-            process = self._idle.pop() if self._idle else await self._start()
+            process = self._running_idle() or await self._start()
             try:
                 async with asyncio.timeout(self._limit):
                     answer = await _ask(process, job)
@@ -85,6 +85,18 @@ class EncoderPool:
         for process in list(self._all):
             self._kill(process)
         await asyncio.gather(*self._ending)
+
+    def _running_idle(self) -> Process | None:
+        """Return an idle process, which is idle no longer; None without any.
+
+        One that has ended meanwhile, as one that the kernel killed for its memory, is dropped.
+        """
+        while self._idle:
+            process = self._idle.pop()
+            if process.returncode is None:
+                return process
+            self._kill(process)
+        return None
 
     async def _start(self) -> Process:
         process = await asyncio.create_subprocess_exec(

@@ -122,15 +122,17 @@ class ThinkTagParser(ReplyParser):
         )
 
     def feed(self, control: str, text: str) -> Parts:
-        self.hides = self._state is _State.REASONING
+        reasons = self._state is _State.REASONING
         self._buffer += text
         while self._advance():
-            self.hides = self.hides or self._state is _State.REASONING
-        if self.hides:
+            reasons = reasons or self._state is _State.REASONING
+        if reasons:
             self.reasoning_tokens += 1 + self._undecided
             self._undecided = 0
         elif self._state is _State.START:
             self._undecided += 1
+        is_dropped = bool(text) and not self._buffer and not any(self._text)
+        self.hides = reasons or is_dropped
         return self._take()
 
     def flush(self, text: str) -> Parts:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet_llm.adapters.bank import ResidentAdapter
+from motet_llm.cache import prefix_cache
 from motet_llm.cache.block_pool import BlockPool
 from motet_llm.cache.block_tables import BlockTables
 from motet_llm.cache.kv_cache import KvCache, LayerShape
@@ -112,7 +113,7 @@ class Stack:
                 self.states.layer(9)[0][request.blocks.state_slot] = value[0, 0]
         request.num_computed += work.num_tokens
         self.computed += work.num_tokens
-        self.cache.publish(request, keep_state=work.num_tokens > 1)
+        self.cache.publish(request, work.num_tokens)
         self.tables.trim(request)
         if draws:
             request.tokens.append(len(request.tokens) % 3)
@@ -225,7 +226,8 @@ def test_the_least_recently_used_goes_first_and_beginnings_stay_longest() -> Non
     assert stack.pool.evictions > 0
 
 
-def test_recurrent_states_are_found_where_a_chunk_ended() -> None:
+def test_recurrent_states_are_found_where_a_chunk_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "SNAPSHOT_DISTANCE", 2 * SIZE)
     stack = Stack(recurrent=True, token_budget=10)
     assert serve(stack, PROMPT) == 0
     assert serve(stack, [*PROMPT, 1]) == 28
@@ -239,6 +241,24 @@ def test_only_as_many_recurrent_snapshots_as_there_is_room_for() -> None:
         serve(stack, list(range(start, start + 20)))
     assert serve(stack, [*range(400, 420), 1]) == 20
     assert serve(stack, [*range(20), 1]) == 0
+
+
+def test_a_prompt_in_small_chunks_drops_no_snapshots_of_others() -> None:
+    stack = Stack(recurrent=True, token_budget=4, num_blocks=60)
+    serve(stack, PROMPT)
+    assert serve(stack, list(range(200, 290))) == 0
+    assert serve(stack, [*PROMPT, 1]) == 28
+
+
+def test_a_long_prompt_keeps_few_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "SNAPSHOT_DISTANCE", SIZE)
+    monkeypatch.setattr(prefix_cache, "MAX_SNAPSHOTS", 2)
+    stack = Stack(recurrent=True, token_budget=4, num_blocks=60)
+    long = list(range(200, 290))
+    serve(stack, long)
+    nodes = stack.tree.nodes()
+    assert sum(node.has_state for node in nodes) == 2
+    assert serve(stack, [*long[:50], 1]) == 44
 
 
 # ------------------------------------------------------------------------------------------------------------ property
@@ -429,3 +449,48 @@ def test_blocks_that_a_request_shares_with_its_victim_are_not_free_for_it() -> N
         stack.scheduler.check_integrity()
     assert other.is_full, "it had to wait for the other one's blocks"
     assert request.num_cached == len(prefix + behind)
+
+
+class Counted(list[int]):
+    """Tokens that count how many blocks of them are looked up."""
+
+    lookups = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.lookups += isinstance(index, slice)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("shapes", [FULL, MIXED])
+def test_what_a_request_shares_is_sought_no_further_than_in_tables(
+    shapes: dict[int, LayerShape],
+) -> None:
+    """A request that waits for blocks asks in every step, and its cached prefix may be long."""
+    stack = Stack(shapes, num_blocks=90, token_budget=64)
+    long = list(range(100, 180))
+    serve(stack, long)
+    running = stack.add(long[:12], output=9)
+    stack.step()
+    assert running.num_cached == 11
+    tokens = Counted([*long, 1])
+    held = stack.cache.held(tokens)
+    assert held == set(running.tables[0][:2])
+    assert tokens.lookups == 3
+
+
+def test_few_children_are_looked_at_for_a_match_inside_a_block() -> None:
+    class Children(dict[tuple[int, ...], Node]):
+        seen = 0
+
+        def items(self) -> Any:
+            for item in super().items():
+                self.seen += 1
+                yield item
+
+    stack = Stack(num_blocks=60)
+    for start in range(40):
+        serve(stack, [start] * SIZE)
+    root = stack.tree.root(prefixes.ROOT)
+    root.children = children = Children(root.children)
+    serve(stack, [100] * (SIZE + 1))
+    assert 0 < children.seen < 40

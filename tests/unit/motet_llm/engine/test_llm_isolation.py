@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.engine.outputs import StepOutput
 from motet_llm.engine.step_isolation import FRUITLESS_STEPS
+from motet_llm.scheduling.budget import SMALLEST_CHUNK
 from motet_llm.scheduling.work import Work
 from motet_shared.errors import InternalError, MotetError, Overloaded
 from motet_shared.messages import Sampling
@@ -131,6 +133,41 @@ def test_a_request_that_does_not_fit_alone_may_be_tried_elsewhere(
     assert [key for key, one in found.items() if isinstance(one, MotetError)] == [BAD]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_parts_of_a_step_do_not_share_memory_with_what_failed(
+    overlap: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = run(make_engine(folder))
+    engine = make_engine(folder, overlap=overlap)
+    forward = engine.runner.forward
+    activations: list[weakref.ref[torch.Tensor]] = []
+    num_held: list[int] = []
+
+    def activate() -> torch.Tensor:
+        found = torch.zeros(8)
+        activations.append(weakref.ref(found))
+        return found
+
+    def allocate() -> None:
+        first = activate()
+        raise MemoryError(len(first))
+
+    def failing(works: Sequence[Work], *rest: Any) -> Any:
+        num_held.append(sum(one() is not None for one in activations))
+        last = activate()
+        if len(works) > 1:
+            try:
+                allocate()
+            except MemoryError as error:
+                raise torch.OutOfMemoryError(len(last)) from error
+        return forward(works, *rest)
+
+    monkeypatch.setattr(engine.runner, "forward", failing)
+    assert run(engine) == due
+    assert len(activations) > STREAMS
+    assert not any(num_held)
+
+
 class _Broken:
     """A grammar state that cannot be followed."""
 
@@ -165,15 +202,34 @@ def test_states_that_cannot_be_computed_twice_end_the_process(
         engine.step()
 
 
+@pytest.mark.parametrize("error", [ValueError("a broken device"), MemoryError("a broken device")])
 def test_an_engine_that_computes_nothing_any_more_ends(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(folder)
-    fail(engine, monkeypatch, lambda works: ValueError("a broken device"))
+    fail(engine, monkeypatch, lambda works: error)
     for number in range(FRUITLESS_STEPS - 1):
         engine.add(number, [1, 2, 3], Sampling(temperature=0.0, max_tokens=4))
         (output,) = engine.step()
-        assert isinstance(output.error, InternalError)
+        assert isinstance(output.error, InternalError | Overloaded)
     engine.add("last", [1, 2, 3], Sampling(temperature=0.0, max_tokens=4))
-    with pytest.raises(ValueError, match="a broken device"):
+    with pytest.raises(type(error), match="a broken device"):
         engine.step()
+
+
+def test_prompts_that_do_not_fit_leave_an_idle_engine_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(folder)
+
+    def fault(works: Sequence[Work]) -> Exception | None:
+        large = sum(work.num_tokens for work in works) > SMALLEST_CHUNK
+        return MemoryError() if large else None
+
+    fail(engine, monkeypatch, fault)
+    for number in range(2 * FRUITLESS_STEPS):
+        engine.add(number, [1, 2] * SMALLEST_CHUNK, Sampling(temperature=0.0, max_tokens=4))
+        (output,) = engine.step()
+        assert isinstance(output.error, Overloaded)
+    assert len(run(engine)) == STREAMS
+    assert engine.stats()["isolated_requests"] == 2 * FRUITLESS_STEPS

@@ -212,6 +212,18 @@ def test_a_reply_of_one_token_ends_with_it(folder: Path) -> None:
     assert len(scored(outputs)) == 3
 
 
+@pytest.mark.parametrize("size", [30, 33])
+def test_a_scored_prompt_that_leaves_no_room_ends_with_its_scores(folder: Path, size: int) -> None:
+    prompt = [3 + at for at in range(size)]
+    engine = make_engine(folder, context=size)
+    engine.add("one", prompt, Sampling(max_tokens=4, temperature=0, prompt_logprobs=1))
+    outputs = run(engine)["one"]
+    assert not engine.has_work
+    assert len(scored(outputs)) == size - 1
+    assert [one.finish for one in outputs if one.ends] == ["length"]
+    assert not any(one.ids for one in outputs)
+
+
 def test_the_stop_token_of_a_scored_prompt_has_a_log_probability(folder: Path) -> None:
     prompt, reference = [5, 6, 7, 8], reference_of("LlamaForCausalLM", folder)
     with torch.inference_mode():

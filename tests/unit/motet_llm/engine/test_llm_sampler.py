@@ -15,8 +15,10 @@ from motet_kernels.sampling import sampling
 from motet_kernels.sampling.choice import Choice
 from motet_kernels.sampling.noise import gumbel, streams
 from motet_kernels.sampling.sampling import filtered_candidates
-from motet_llm.engine.request import Request
+from motet_llm.engine.request import Request, SeenTokens
 from motet_llm.engine.sampler import edits_of, sample
+from motet_llm.speculation.draft_request import DraftRequest
+from motet_llm.speculation.speculative_row import SpeculativeRow
 from motet_shared.messages import Sampling
 
 VOCAB = 24
@@ -133,6 +135,30 @@ def test_bias_and_penalties_are_the_reference_s(
     edited = logits if edits is None else sampling.edit(logits, edits)
     assert torch.equal(logits, before)
     np.testing.assert_allclose(edited[0].numpy(), plain_edit(logits[0].numpy(), request), atol=1e-4)
+
+
+@given(prompt=st.lists(st.integers(0, 9), min_size=1), drawn=st.lists(st.integers(0, 9)))
+def test_distinct_tokens_are_those_of_the_list(prompt: list[int], drawn: list[int]) -> None:
+    request = make_request(prompt)
+    draft = DraftRequest(request)
+    for token in drawn:
+        request.append(token)
+        assert request.distinct.tolist() == sorted(set(request.tokens))
+        row = SpeculativeRow(request, (7, 3, 7))
+        assert row.distinct.tolist() == sorted(set(row.tokens))
+        draft.synchronize(3)
+        for guess in (token, 11, 2):
+            draft.extend(guess)
+            assert draft.distinct.tolist() == sorted(set(draft.tokens))
+        assert request.distinct.tolist() == sorted(set(request.tokens))
+
+
+def test_a_token_is_read_once() -> None:
+    tokens, seen = [4, 2, 4], SeenTokens()
+    assert seen.of(tokens).tolist() == [2, 4]
+    tokens[0] = 9
+    tokens.append(3)
+    assert seen.of(tokens).tolist() == [2, 3, 4]
 
 
 def test_rows_do_not_mix() -> None:

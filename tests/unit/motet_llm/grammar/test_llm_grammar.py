@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from motet_llm.grammar import termination
+from motet_llm.grammar import compiler, termination
 from motet_llm.grammar.compiler import GrammarCache
 from motet_llm.grammar.grammar import Grammar, GrammarState, mask_words
+from motet_llm.grammar.lark import lark
+from motet_llm.grammar.levels import MOST_LEVELS, count_levels
 from motet_llm.grammar.termination import lark_ends, schema_ends
 from motet_llm.grammar.token_spelling import Spelling
 from motet_shared import messages
-from motet_shared.errors import BadRequest, DeadlineExceeded, UnsupportedParameter
+from motet_shared.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Overloaded,
+    UnsupportedParameter,
+)
 from support.checkpoints import tiny_tokenizers
 from support.running.refusals import refuses
 
@@ -180,6 +193,10 @@ def test_a_reply_goes_on_after_its_beginning_or_is_refused(spelling: Spelling) -
         wish("grammar", 'start: "a" start'),
         wish("grammar", 'begin: "a"'),
         wish("grammar", 'root ::= "a'),
+        wish("grammar", 'root ::= "a\\'),
+        wish("grammar", "root ::= other"),
+        wish("grammar", 'other ::= "a"'),
+        wish("grammar", 'root ::= "a"\nstart ::= "b"'),
         wish("grammar", " "),
         wish("regex", "a" * 300_000),
     ],
@@ -312,6 +329,128 @@ def test_a_schema_that_takes_too_many_evaluations_is_taken_to_end(
     assert schema_ends(schema)
 
 
+# -------------------------------------------------------------------------------------------------- long and deep texts
+@pytest.mark.parametrize(
+    "text", ['start: "a"{' + " " * 1500, "start: " + "a[" * 60_000 + ","], ids=["count", "head"]
+)
+def test_no_text_is_read_many_times(text: str) -> None:
+    began = time.thread_time()
+    assert lark_ends(text)
+    count_levels(text)
+    assert time.thread_time() - began < 1
+
+
+@pytest.mark.parametrize("is_forward", [True, False])
+def test_many_rules_of_gbnf_are_translated_quickly(is_forward: bool) -> None:
+    rules = [f"r{n} ::= r{n + 1}" for n in range(5000)][:: 1 if is_forward else -1]
+    began = time.thread_time()
+    text = lark(wish("grammar", "\n".join(["root ::= r0", *rules, 'r5000 ::= "a"'])))
+    assert "start: R0" in text
+    assert time.thread_time() - began < 5
+
+
+def test_embedded_schemas_share_their_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "start: " + "%json {} " * 10 + '%json {"$ref": "#"}'
+    assert not lark_ends(text)
+    monkeypatch.setattr(termination, "_MOST_EVALUATIONS", 6)
+    assert lark_ends(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        ('start: ("a" | [b])\nb: "c"{2}', 5),
+        ('start: "((" /([{:]\\/(/ <[1:2]>', 1),
+        ("start: a // ((\n# ((\na: b", 2),
+        ('start: %json {"a{": [1, {}]} (%json {"b": {"c": {}}} %regex {"a": 1})', 5),
+        ('start: "\\"(" (', 2),
+        ('start: <"> ( <"> (', 3),
+        ("start: /\n/ ((", 3),
+        ("start: T\nT: ~(~/a/)", 5),
+        ("start: %json { (", 1),
+    ],
+)
+def test_levels_are_counted(text: str, levels: int) -> None:
+    assert count_levels(text) == levels
+
+
+MANY = 60_000
+TOO_DEEP = {
+    "brackets": "start: " + "(" * MANY + ",",
+    "options": "start: " + "[" * MANY + ",",
+    "templates": "start: " + "a{" * MANY,
+    "negations": "start: T\nT: " + "~" * MANY,
+    "rules": "start: a0\n" + "\n".join(f"a{n}: a{n + 1}" for n in range(15_000)),
+    "terminals": "start: A0\n" + "\n".join(f"A{n}: A{n + 1}" for n in range(15_000)),
+    "schema": "start: %json [" + "{}," * 12_000 + "{}]",
+    "gbnf": "root ::= r0\n" + "\n".join(f"r{n} ::= r{n + 1}" for n in range(12_000)) + '\nr12000 ::= "a"',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TOO_DEEP.values(), ids=TOO_DEEP)
+def test_too_many_levels_are_refused(text: str) -> None:
+    with refuses(BadRequest, "structured_outputs.grammar"):
+        lark(wish("grammar", text))
+
+
+def link(number: int) -> dict[str, Any]:
+    """Return a definition that refers to the next one, and the last one to none."""
+    following = {"$ref": f"#/$defs/d{number + 1}"} if number + 1 < MOST // 3 else {"type": "null"}
+    return {"type": "object", "properties": {"a": following}}
+
+
+MOST = MOST_LEVELS - 10
+DEEPEST = {
+    "brackets": "start: " + "(" * MOST + ",",
+    "options": "start: " + "[" * MOST + ",",
+    "templates": "start: " + "a{" * MOST,
+    "rules": "start: a0\n" + "\n".join(f"a{n}: a{n + 1}" for n in range(MOST)) + f'\na{MOST}: "a"',
+    "terminals": "start: A0\n"
+    + "\n".join(f'A{n}: "a" A{n + 1} | "b"' for n in range(MOST))
+    + f'\nA{MOST}: "a"',
+    "conditions": 'start: a::1\na::_: "a" %if ' + "not(" * MOST + ",",
+    "schemas": "start: %json "
+    + json.dumps({"$ref": "#/$defs/d0", "$defs": {f"d{n}": link(n) for n in range(MOST // 3)}}),
+}
+# What overflows a stack ends the process, so it is another one.
+COMPILE = """
+import asyncio, sys
+
+from motet_llm.grammar import compiler
+from motet_llm.grammar.token_spelling import Spelling
+from motet_shared.errors import MotetError
+from motet_shared.messages import Grammar
+from support.checkpoints import tiny_tokenizers
+
+compiler.STACK_BYTES //= 4
+
+
+async def main():
+    spelling = Spelling(tiny_tokenizers.byte_level(), 420, [tiny_tokenizers.EOS])
+    grammars = compiler.GrammarCache(lambda: spelling, timeout=100, capacity=8)
+    try:
+        await grammars.grammar_state(Grammar(kind="grammar", text=sys.stdin.read()))
+        print("compiled")
+    except MotetError as error:
+        print(error.code)
+    grammars.close()
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("text", DEEPEST.values(), ids=DEEPEST)
+def test_a_quarter_of_the_stack_holds_the_most_levels(text: str) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", COMPILE]
+    ended = subprocess.run(
+        command, env=env, input=text, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() in ("compiled", "invalid_request")
+
+
 # ------------------------------------------------------------------------------------------------- compiled in the back
 async def test_what_is_compiled_is_kept_and_counted(spelling: Spelling) -> None:
     grammars = GrammarCache(lambda: spelling, timeout=60, capacity=2)
@@ -349,8 +488,8 @@ async def test_a_refusal_and_a_limit_reach_their_request_only(spelling: Spelling
         grammars.close()
 
 
-async def test_a_grammar_that_compiles_for_too_long_is_refused(
-    spelling: Spelling, monkeypatch: pytest.MonkeyPatch
+async def test_a_grammar_is_not_to_blame_for_tokens_that_take_long_to_load(
+    spelling: Spelling,
 ) -> None:
     def slow() -> Spelling:
         time.sleep(0.5)
@@ -358,7 +497,83 @@ async def test_a_grammar_that_compiles_for_too_long_is_refused(
 
     grammars = GrammarCache(slow, timeout=0.1, capacity=8)
     try:
-        with refuses(BadRequest, "structured_outputs.regex"):
+        with refuses(Overloaded, "structured_outputs.regex"):
             await grammars.grammar_state(wish("regex", "abc"))
+    finally:
+        grammars.close()
+
+
+class Held:
+    """Compiles a grammar when `go_on` is set; `begun` has the texts of those that have begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self.go_on = threading.Event()
+        monkeypatch.setattr(compiler, "Grammar", self._compile)
+
+    def _compile(self, constraint: messages.Grammar, spelling: Spelling) -> Grammar:
+        self.begun.append(constraint.text)
+        self.go_on.wait(60)
+        return Grammar(constraint, spelling)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    held = Held(monkeypatch)
+    yield held
+    held.go_on.set()
+
+
+async def test_what_takes_too_long_is_refused_and_what_waits_for_it_is_not_to_blame(
+    spelling: Spelling, held: Held
+) -> None:
+    grammars = GrammarCache(lambda: spelling, timeout=0.5, capacity=8)
+    try:
+        asked = [grammars.grammar_state(wish("regex", text)) for text in "abcde"]
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(error) for error in errors] == [BadRequest] * 2 + [Overloaded] * 3
+        held.go_on.set()
+        assert await grammars.grammar_state(wish("regex", "c"))
+        assert sorted(held.begun) == ["a", "b", "c"]  # what no request awaits is not begun
+        assert grammars.stats()["grammars_refused"] == 0
+    finally:
+        grammars.close()
+
+
+async def test_a_grammar_keeps_its_turn_while_a_request_awaits_it(
+    spelling: Spelling, held: Held
+) -> None:
+    grammars = GrammarCache(lambda: spelling, timeout=60, capacity=8)
+    try:
+        others = [asyncio.create_task(grammars.grammar_state(wish("regex", x))) for x in "ab"]
+        patient = asyncio.create_task(grammars.grammar_state(wish("regex", "c")))
+        with pytest.raises(DeadlineExceeded):
+            await grammars.grammar_state(wish("regex", "c"), deadline=time.monotonic() + 0.2)
+        held.go_on.set()
+        assert await patient
+        await asyncio.gather(*others)
+        assert sorted(held.begun) == ["a", "b", "c"]
+    finally:
+        grammars.close()
+
+
+async def test_a_compiled_grammar_begins_a_reply_while_all_others_compile(
+    spelling: Spelling, held: Held
+) -> None:
+    grammars = GrammarCache(lambda: spelling, timeout=60, capacity=8)
+    try:
+        held.go_on.set()
+        await grammars.grammar_state(wish("regex", "known"))
+        held.go_on.clear()
+        slow = [
+            asyncio.create_task(grammars.grammar_state(wish("regex", tenant), tenant=tenant))
+            for tenant in "abc"
+        ]
+        while len(held.begun) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            assert await grammars.grammar_state(wish("regex", "known"))
+        held.go_on.set()
+        await asyncio.gather(*slow)
     finally:
         grammars.close()

@@ -5,12 +5,14 @@ Random weights, which agree with no draft but by chance, and drafts that know th
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -460,6 +462,57 @@ def test_nan_behind_a_wrong_guess_hurts_nobody(
     assert write(engine, [1, 2, 3] * 12, **wish) == write(
         make_engine(poisoned, num_blocks=16), [1, 2, 3] * 12, **wish
     )
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), ValueError("a bug")])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_drafter_that_fails_costs_no_token(
+    overlap: bool,
+    error: Exception,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = make_engine(folder, str(folder), draft_tokens=4, overlap=overlap)
+    drafts: Any = engine.speculation.drafts if engine.speculation else None
+    forward, calls = drafts.runner.forward, itertools.count()
+
+    def failing(works: Sequence[Work]) -> Any:
+        if 3 <= next(calls) < 6:
+            raise error
+        return forward(works)
+
+    forget = Mock(wraps=drafts.forget)
+    monkeypatch.setattr(drafts.runner, "forward", failing)
+    monkeypatch.setattr(drafts, "forget", forget)
+    expected = make_engine(folder)
+    for one in (engine, expected):
+        for key in range(3):
+            one.add(key, prompt_of(key), Sampling(max_tokens=20, **GREEDY))
+    ours, theirs = (
+        {key: ids_of(outputs) for key, outputs in run(one).items()} for one in (engine, expected)
+    )
+    assert ours == theirs
+    assert next(calls) > 6
+    assert forget.call_count > 3, "what it kept may be damaged"
+    assert engine.stats()["accepted_tokens"] > 0
+    assert len([one for one in caplog.records if one.exc_info]) == 1
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "on_gpu"), [(InternalError("a block is lost"), False), (ValueError("a bug"), True)]
+)
+def test_a_drafter_that_may_have_damaged_the_engine_ends_it(
+    error: Exception, on_gpu: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(folder, "ngram")
+    drafts: Any = engine.speculation.drafts if engine.speculation else None
+    monkeypatch.setattr(engine.runner, "on_gpu", on_gpu)
+    monkeypatch.setattr(drafts, "propose", Mock(side_effect=error))
+    engine.add("one", PROMPT, Sampling(max_tokens=9, **GREEDY))
+    with pytest.raises(type(error)):
+        run(engine)
 
 
 def test_nobody_gives_way_for_a_draft(folder: Path) -> None:

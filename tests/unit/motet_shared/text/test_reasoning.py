@@ -154,6 +154,35 @@ def test_what_follows_reasoning_need_not_be_parsed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("think", ["<think>", "\n", "Hm.", "\n", "</think>", "\n", "\n", "An", " answer"]),
+        ("think", ["<think>", "Hm.", "</think>", "\n\n", "", "An", " answer"]),
+        ("granite", ["<think>", "Hm.", "</think>", "\n", "<response>", "An", " answer"]),
+        ("mistral", ["An", "[THINK]", "Hm.", "[/THINK]", "\n", " answer"]),
+    ],
+)
+def test_only_tokens_of_the_text_are_shown(name: str, tokens: list[str]) -> None:
+    parser = find_format(name).parser(OPTIONAL)
+    assert parser is not None
+    shown = []
+    for token in tokens:
+        parser.feed("", token)
+        if not parser.hides:
+            shown.append(token)
+    assert "".join(shown) == "An answer"
+
+
+def test_a_token_without_text_of_its_own_is_shown() -> None:
+    """As the first bytes of a character are, which its last byte completes."""
+    parser = find_format("think").parser(OPEN)
+    assert parser is not None
+    parser.feed("", "Hm.</think>")
+    parser.feed("", "")
+    assert not parser.hides
+
+
+@pytest.mark.parametrize(
     ("prompt", "beginning"),
     [
         ("assistant\n", OPTIONAL),
