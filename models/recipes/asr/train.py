@@ -137,6 +137,11 @@ class Trainer(Training[Batch, Report]):
         model.generation_config = trained.generation_config
         model.to(torch.float16).save_pretrained(out)
         asr_tokenizer.processor(self.tokenizer).save_pretrained(out)
+        vocabulary = out / "tokenizer.json"
+        compact = json.dumps(
+            json.loads(vocabulary.read_text()), ensure_ascii=False, separators=(",", ":")
+        )
+        vocabulary.write_text(compact)  # half the size
         make_readable(out)
 
 
