@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -145,6 +146,10 @@ class GatewayContext:
         if self.limits.draining:
             raise Draining("this server is stopping; try again in a moment")
 
+    @functools.cached_property
+    def _upload_store(self) -> BlobStore:
+        return BlobStore.of(self.config, self.bus, self.config.upload_memory)
+
     async def uploads(self) -> BlobStore:
         """Return the blob store for files that other services read.
 
@@ -153,8 +158,7 @@ class GatewayContext:
         if self._uploads is None or (
             self._uploads.done() and self._uploads.exception() is not None
         ):
-            store = BlobStore.of(self.config, self.bus, self.config.upload_memory)
-            self._uploads = asyncio.create_task(store.start(), name="uploads")
+            self._uploads = asyncio.create_task(self._upload_store.start(), name="uploads")
         return await asyncio.shield(self._uploads)
 
     async def open_store(self) -> bool:
