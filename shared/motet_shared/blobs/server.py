@@ -12,7 +12,6 @@ import functools
 import logging
 import socket
 import ssl
-from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
@@ -181,20 +180,13 @@ class BlobServer:
                 sock.close()
                 return
         with sock, suppress(OSError, Closed):
-            task = asyncio.current_task()
-            assert task is not None
-            while True:
-                self._resting[task] = None
-                if not await self._answer_next(sock, lambda: self._resting.pop(task, None)):
-                    break
+            while await self._answer_next(sock):
+                pass
 
-    async def _answer_next(self, sock: socket.socket, begun: Callable[[], None]) -> bool:
-        """Answer one request; return False if the connection cannot continue.
-
-        `begun` is called once the request's first byte has come.
-        """
+    async def _answer_next(self, sock: socket.socket) -> bool:
+        """Answer one request; return False if the connection cannot continue."""
         try:
-            request = decode_request(await receive_message(sock, self._idle, self._patience, begun))
+            request = decode_request(await self._next_message(sock))
         except (BlobError, msgspec.MsgspecError) as error:
             self.refused += 1
             await self._fail(sock, BlobError(f"malformed blob request: {error}"))
@@ -213,6 +205,14 @@ class BlobServer:
         else:
             await send(sock, message(Ok()), self._patience)
         return True
+
+    async def _next_message(self, sock: socket.socket) -> bytes:
+        """Receive a message; until it begins, the connection may be ended for another one."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._resting[task] = None
+        begun = functools.partial(self._resting.pop, task, None)
+        return await receive_message(sock, self._idle, self._patience, begun)
 
     async def _fail(self, sock: socket.socket, error: MotetError) -> None:
         await send(sock, message(Failed(error.code, error.message[:1000])), self._patience)
