@@ -23,6 +23,7 @@ import msgspec
 from motet_cli.placement.gpus import VISIBLE, GpuListing
 from motet_cli.supervision import connection
 from motet_cli.supervision.child import ChildSpec
+from motet_cli.supervision.state_file import WriteWarning
 from motet_cli.supervision.supervisor import Slot
 from motet_cli.survival.identity import Identity, identify, place
 
@@ -151,26 +152,20 @@ class Recorder:
         record: what is written beside the processes; its processes are those that are adopted.
         report: receives a message and its level if the record cannot be written.
         """
-        self._folder, self._record, self._report = folder, record, report
+        self._folder, self._record, self._warning = folder, record, WriteWarning(report)
         self._known = {one.identity.pid: one for one in record.processes}
-        self._failed = False
 
     def write(self, slots: Iterable[Slot], *, stopping: bool = False) -> None:
         """Write the processes that run now."""
         found = [one for slot in slots if (one := self._describe(slot)) is not None]
         self._known = {one.identity.pid: one for one in found}
-        try:
-            self._folder.write(replace(self._record, processes=tuple(found), stopping=stopping))
-        except OSError as error:
-            if not self._failed:
-                where = self._folder.path
-                self._report(
-                    f"services cannot outlive this supervisor: {error}; free space in {where}",
-                    "warning",
-                )
-            self._failed = True
-        else:
-            self._failed = False
+        record = replace(self._record, processes=tuple(found), stopping=stopping)
+        with self._warning.on_failure(self._described):
+            self._folder.write(record)
+
+    def _described(self, error: OSError) -> str:
+        where = self._folder.path
+        return f"services cannot outlive this supervisor: {error}; free space in {where}"
 
     def _describe(self, slot: Slot) -> ProcessRecord | None:
         child = slot.child
